@@ -10,7 +10,8 @@ from pydantic import Field, ValidationError
 
 from learning.data.rows import Row, read_metadata
 from learning.environments.lookup_environment import build_environment
-from learning.environments.protocol import Episode, HasStateName, Outcome, Savable
+from learning.environments.protocol import HasStateName, Outcome, SavableEpisode
+from learning.environments.replayed import make_savable
 from learning.lookup import Bound, RewardFunction
 from schemas.base import Schema
 from schemas.errors import StepError
@@ -55,7 +56,8 @@ class Environment:
 
     def begin(self, row: Row, seed: int) -> "Listed":
         """Return an episode of `of`. Raise StepError for a row without a checklist."""
-        episode, items = self.inner.begin(row, seed), read_items(row, self.field, judged=self.judge is not None)
+        items = read_items(row, self.field, judged=self.judge is not None)
+        episode = make_savable(self.inner.begin(row, seed))
         return (NamedListed if isinstance(episode, HasStateName) else Listed)(self, row, episode, items)
 
     def accepts(self, row: Row, item: Item, turn: str, answer: str) -> bool:
@@ -76,7 +78,7 @@ class Environment:
 class Listed:
     """An episode with the items that no turn has met yet."""
 
-    def __init__(self, world: Environment, row: Row, episode: Episode, items: tuple[Item, ...]) -> None:
+    def __init__(self, world: Environment, row: Row, episode: SavableEpisode, items: tuple[Item, ...]) -> None:
         self.world, self.row, self.episode, self.items = world, row, episode, items
         self.open = list(range(len(items)))
 
@@ -94,17 +96,12 @@ class Listed:
 
     def save(self) -> Row:
         """Return the state of the episode and the open items."""
-        return {"episode": self._savable().save(), "open": self.open}
+        return {"episode": self.episode.save(), "open": self.open}
 
     def restore(self, saved: Row) -> None:
         """Continue from what `save` returned."""
-        self._savable().restore(saved["episode"])
+        self.episode.restore(saved["episode"])
         self.open = list(saved["open"])
-
-    def _savable(self) -> Savable:
-        if not isinstance(self.episode, Savable):
-            raise StepError("env checklist: the episodes of its `of` have no `save` and `restore`")
-        return self.episode
 
 
 class NamedListed(Listed):

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from learning.data.rows import Row
 from learning.environments.lookup_environment import build_environment
-from learning.environments.protocol import Episode, Outcome, Savable
+from learning.environments.protocol import Outcome, SavableEpisode
+from learning.environments.replayed import make_savable
 from learning.text_game.knowledge import Kind, Knowledge, write_facts
-from schemas.errors import StepError
 from schemas.use import EnvUse
 
 
@@ -30,13 +30,13 @@ class Environment:
 
     def begin(self, row: Row, seed: int) -> "Informed":
         """Return an episode of `of`, with an empty memory."""
-        return Informed(self.knowledge, self.inner.begin(row, seed))
+        return Informed(self.knowledge, make_savable(self.inner.begin(row, seed)))
 
 
 class Informed:
     """An episode of `of`, and what was done in it."""
 
-    def __init__(self, knowledge: Knowledge, episode: Episode) -> None:
+    def __init__(self, knowledge: Knowledge, episode: SavableEpisode) -> None:
         self.knowledge, self.episode = knowledge, episode
         self.taken: list[tuple[str, float]] = []
 
@@ -49,14 +49,9 @@ class Informed:
 
     def save(self) -> Row:
         """Return the state of the episode of `of`, and the actions."""
-        return {"of": self._savable().save(), "taken": [list(one) for one in self.taken]}
+        return {"of": self.episode.save(), "taken": [list(one) for one in self.taken]}
 
     def restore(self, saved: Row) -> None:
         """Continue from what `save` returned."""
-        self._savable().restore(saved["of"])
+        self.episode.restore(saved["of"])
         self.taken = [(str(action), float(reward)) for action, reward in saved["taken"]]
-
-    def _savable(self) -> Savable:
-        if not isinstance(self.episode, Savable):
-            raise StepError("env informed: the episodes of its `of` have no `save` and `restore`")
-        return self.episode

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from learning.environments.lookup_environment import build_environment
 from learning.environments.protocol import EnvironmentProtocol, HasStateName
+from learning.environments.replayed import make_savable
 from schemas.base import JsonObject
 from schemas.use import EnvUse
 
@@ -54,7 +55,7 @@ def _play(environment: EnvironmentProtocol, channel: socket.socket) -> NoReturn:
         request = json.loads(line)
         try:
             if request["call"] == "begin":
-                episode = environment.begin(request["row"], request["seed"])
+                episode = make_savable(environment.begin(request["row"], request["seed"]))
                 answer: JsonObject = {"named": isinstance(episode, HasStateName)}
             elif request["call"] == "state_name":
                 answer = {"state_name": episode.state_name}

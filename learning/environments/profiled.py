@@ -10,9 +10,9 @@ from learning.data.profiles import compute_profile_f1, split_profile
 from learning.data.rows import Row, read_metadata
 from learning.environments.interview import read_partner
 from learning.environments.lookup_environment import build_environment
-from learning.environments.protocol import Episode, Outcome, Savable
+from learning.environments.protocol import Outcome, SavableEpisode
+from learning.environments.replayed import make_savable
 from learning.lookup import Bound, RewardFunction
-from schemas.errors import StepError
 from schemas.use import EnvUse
 
 
@@ -44,7 +44,7 @@ class Environment:
 
     def begin(self, row: Row, seed: int) -> "Profiled":
         """Return an episode of `of`. Raise StepError for a row without a profile."""
-        return Profiled(self, row, read_partner(row).facts, self.inner.begin(row, seed))
+        return Profiled(self, row, read_partner(row).facts, make_savable(self.inner.begin(row, seed)))
 
     def judge(self, row: Row, stated: dict[str, str], said: str) -> float:
         """Return what a reply is worth to a partner with the stated profile; 0 without a reward `response`."""
@@ -58,7 +58,7 @@ class Environment:
 class Profiled:
     """An episode of `of`, and the true profile."""
 
-    def __init__(self, world: Environment, row: Row, true: dict[str, str], episode: Episode) -> None:
+    def __init__(self, world: Environment, row: Row, true: dict[str, str], episode: SavableEpisode) -> None:
         self.world, self.row, self.true, self.episode = world, row, true, episode
 
     def step(self, action: str) -> Outcome:
@@ -72,13 +72,8 @@ class Profiled:
 
     def save(self) -> Row:
         """Return the state of the episode of `of`."""
-        return self._savable().save()
+        return self.episode.save()
 
     def restore(self, saved: Row) -> None:
         """Continue from what `save` returned."""
-        self._savable().restore(saved)
-
-    def _savable(self) -> Savable:
-        if not isinstance(self.episode, Savable):
-            raise StepError("env profiled: the episodes of its `of` have no `save` and `restore`")
-        return self.episode
+        self.episode.restore(saved)

@@ -65,6 +65,10 @@ class Savable(Protocol):
         ...
 
 
+class SavableEpisode(Episode, Savable, Protocol):
+    """An episode that can be saved and restored."""
+
+
 @runtime_checkable
 class Divisible(Protocol):
     """An environment whose problems can be divided into parts that are solved one after the other."""

@@ -7,8 +7,8 @@ from pydantic import Field
 from learning.data.rows import Row
 from learning.data.thought_lines import KINDS, Style, split_lines
 from learning.environments.lookup_environment import build_environment
-from learning.environments.protocol import Episode, HasStateName, Outcome, Savable
-from schemas.errors import StepError
+from learning.environments.protocol import HasStateName, Outcome, SavableEpisode
+from learning.environments.replayed import make_savable
 from schemas.use import EnvUse
 
 
@@ -31,14 +31,14 @@ class Environment:
 
     def begin(self, row: Row, seed: int) -> "Reasoned":
         """Return an episode of `of`."""
-        episode = self.inner.begin(row, seed)
+        episode = make_savable(self.inner.begin(row, seed))
         return (NamedReasoned if isinstance(episode, HasStateName) else Reasoned)(self, episode)
 
 
 class Reasoned:
     """An episode of another environment."""
 
-    def __init__(self, rules: Environment, episode: Episode) -> None:
+    def __init__(self, rules: Environment, episode: SavableEpisode) -> None:
         self.rules, self.episode = rules, episode
 
     def step(self, action: str) -> Outcome:
@@ -55,16 +55,11 @@ class Reasoned:
 
     def save(self) -> Row:
         """Return the state of the episode."""
-        return self._savable().save()
+        return self.episode.save()
 
     def restore(self, saved: Row) -> None:
         """Continue from what `save` returned."""
-        self._savable().restore(saved)
-
-    def _savable(self) -> Savable:
-        if not isinstance(self.episode, Savable):
-            raise StepError("env react: the episodes of its `of` have no `save` and `restore`")
-        return self.episode
+        self.episode.restore(saved)
 
 
 class NamedReasoned(Reasoned):

@@ -8,8 +8,8 @@ from pydantic import Field
 from learning.data.rows import Row
 from learning.data.turn_tags import split_tag
 from learning.environments.lookup_environment import build_environment
-from learning.environments.protocol import Episode, HasStateName, Outcome, Savable
-from schemas.errors import StepError
+from learning.environments.protocol import HasStateName, Outcome, SavableEpisode
+from learning.environments.replayed import make_savable
 from schemas.use import EnvUse
 
 Rule = Literal["always", "new", "changed", "never"]
@@ -50,14 +50,14 @@ class Environment:
 
     def begin(self, row: Row, seed: int) -> "Tagged":
         """Return an episode of `of`."""
-        episode = self.inner.begin(row, seed)
+        episode = make_savable(self.inner.begin(row, seed))
         return (NamedTagged if isinstance(episode, HasStateName) else Tagged)(self.rules, episode)
 
 
 class Tagged:
     """An episode with the turns so far."""
 
-    def __init__(self, rules: dict[str, Rule], episode: Episode) -> None:
+    def __init__(self, rules: dict[str, Rule], episode: SavableEpisode) -> None:
         self.rules, self.episode = rules, episode
         self.past: list[Past] = []
 
@@ -82,17 +82,12 @@ class Tagged:
 
     def save(self) -> Row:
         """Return the state of the episode and the turns so far."""
-        return {"episode": self._savable().save(), "past": [[turn.action, turn.passed, turn.ok] for turn in self.past]}
+        return {"episode": self.episode.save(), "past": [[turn.action, turn.passed, turn.ok] for turn in self.past]}
 
     def restore(self, saved: Row) -> None:
         """Continue from what `save` returned."""
-        self._savable().restore(saved["episode"])
+        self.episode.restore(saved["episode"])
         self.past = [Past(*turn) for turn in saved["past"]]
-
-    def _savable(self) -> Savable:
-        if not isinstance(self.episode, Savable):
-            raise StepError("env tagged: the episodes of its `of` have no `save` and `restore`")
-        return self.episode
 
 
 class NamedTagged(Tagged):

@@ -97,6 +97,14 @@ class Conversation:
         text, ok = self._call(name, query)
         return Outcome(self.environment.shorten(text), seconds=self.environment.latency.get(name), ok=ok)
 
+    def save(self) -> Row:
+        """Return the number of turns: a call is a function of the row, the query and the seed of its turn."""
+        return {"turns": self.turns}
+
+    def restore(self, saved: Row) -> None:
+        """Continue from what `save` returned."""
+        self.turns = int(saved["turns"])
+
     def _call(self, name: str, query: str) -> tuple[str, bool]:
         tools = self.environment.tools
         if name not in tools:

@@ -1,7 +1,7 @@
 """Trees of an environment's states: the model proposes actions, which are carried out from states that were saved.
 
-An environment whose episodes have `save` and `restore` can go on from any state, so that the turns before it are
-neither sampled nor played again. A tree depends on the problem, the proposals and the environment alone.
+A search goes on from any state; the turns before it are not sampled again, nor carried out again if the environment's
+episodes have `save` and `restore`. A tree depends on the problem, the proposals and the environment alone.
 """
 
 import hashlib
@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from learning.data.rows import Row
 from learning.environments.lookup_environment import build_environment
-from learning.environments.protocol import Episode, Outcome, Savable
+from learning.environments.protocol import Outcome, SavableEpisode
+from learning.environments.replayed import make_savable
 from schemas.errors import StepError
 from schemas.use import EnvUse
 
@@ -103,7 +104,7 @@ class States:
         """What was proposed in each state, by the id of its row."""
 
     def plant(self, problem: Row) -> Node:
-        """Return the first state of a problem. Raise StepError if the environment cannot save its states."""
+        """Return the first state of a problem. Raise StepError if its saved form is no JSON."""
         episode = self._begin(problem)
         return Node(problem, self._save(problem, episode))
 
@@ -141,17 +142,12 @@ class States:
         if rows:
             self.proposed |= dict(zip(rows, self.propose(list(rows.values())), strict=True))
 
-    def _begin(self, row: Row) -> Episode:
+    def _begin(self, row: Row) -> SavableEpisode:
         seed = int.from_bytes(hashlib.sha256(str(row["id"]).encode()).digest()[:8], "big") >> 1
-        return self.environment.begin(row, seed)
+        return make_savable(self.environment.begin(row, seed))
 
-    def _save(self, row: Row, episode: Episode) -> str:
+    def _save(self, row: Row, episode: SavableEpisode) -> str:
         """Return the state of an episode as text, which later turns cannot change."""
-        if not isinstance(episode, Savable):
-            raise StepError(
-                f"env {self.name}: its episodes have no `save` and `restore`, which a tree search needs; add them, or "
-                "sample episodes without a search"
-            )
         try:
             return json.dumps(episode.save(), allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
@@ -162,7 +158,6 @@ class States:
         root = list(node.list_past())[-1].row
         assert node.saved is not None
         episode = self._begin(root)
-        assert isinstance(episode, Savable)
         try:
             episode.restore(json.loads(node.saved))
             outcome = episode.step(text)

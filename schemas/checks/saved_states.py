@@ -1,6 +1,7 @@
-"""Rule for searches in the states of an environment: its episodes must be able to save and restore them.
+"""Rule for searches in the states of an environment: episodes have both `save` and `restore`, or neither.
 
-Environments are read as text, so that validation runs no code: the annotation of `begin` names the class of episodes.
+Without them, turns are carried out again. Environments are read as text, so that validation runs no code: the
+annotation of `begin` names the class of episodes.
 """
 
 import ast
@@ -24,7 +25,7 @@ MAX_HOPS = 8
 
 
 def check_saved_states(info: StepInfo, folders: tuple[Path, ...]) -> Iterator[Problem]:
-    """Yield the environments of searches whose episodes cannot save their states, or that replace contexts."""
+    """Yield the environments of searches whose episodes have one of the two methods, or that replace contexts."""
     searches = {join_path(slot.path, "env"): slot.signature.module for slot in info.slots}
     searched = {path: module for path, module in searches.items() if module in SEARCHES}
     for slot in info.slots:
@@ -41,12 +42,12 @@ def check_saved_states(info: StepInfo, folders: tuple[Path, ...]) -> Iterator[Pr
                 slot.path, f"`{slot.use.use}` has no `divide`, so that its problems have no parts", advice
             )
         name = _find_episode_class(slot.signature.module, slot.signature.name, folders)
-        missing = METHODS if name is None else METHODS - _list_methods(*name, folders, 0)
-        if missing:
-            what = " and ".join(f"`{method}`" for method in sorted(missing, reverse=True))
-            message = f"episodes of `{slot.use.use}` have no {what}, with which a search goes back to earlier states"
-            advice = "sample episodes without a search, or add them to the class that `begin` returns and names: "
-            yield info.problem(slot.path, message, f"{advice}`def begin(self, row, seed) -> Play`")
+        known = frozenset() if name is None else METHODS & _list_methods(*name, folders, 0)
+        if len(known) == 1:
+            (has,), (lacks,) = known, METHODS - known
+            message = f"episodes of `{slot.use.use}` have `{has}` and no `{lacks}`, with which a search goes back"
+            advice = f"add `{lacks}`, or remove `{has}`: then turns are carried out again"
+            yield info.problem(slot.path, message, advice)
 
 
 def _find_episode_class(module: str, name: str, folders: tuple[Path, ...]) -> tuple[str, str] | None:

@@ -61,6 +61,19 @@ class Played:
         self.turns = saved["turns"]
 
 
+class Plain:
+    """Counts turns, and cannot save its state."""
+
+    def begin(self, row, seed):
+        played = Played("turn", seed)
+
+        class Counted:
+            def step(self, action):
+                return played.step(action)
+
+        return Counted()
+
+
 def make(seconds=30.0, **options):
     use = EnvUse.model_validate({"use": "tests.learning.environments.test_isolated:World", **options})
     return Environment(of=use, seconds=seconds)
@@ -93,6 +106,14 @@ def test_a_state_can_be_saved_and_restored_in_another_episode(world):
     assert saved == {"turns": 1}
     second.restore(saved)
     assert second.step("y").observation == "move 2 1"
+
+
+def test_an_episode_without_saved_states_carries_its_turns_out_again():
+    world = Environment(of=EnvUse.model_validate({"use": f"{__name__}:Plain"}), seconds=30.0)
+    first, second = world.begin(ROW, 1), world.begin(ROW, 1)
+    first.step("x")
+    second.restore(first.save())
+    assert second.step("y").observation == "turn 2 1"
 
 
 def test_episodes_have_processes_of_their_own_that_end_with_them(world):

@@ -123,8 +123,9 @@ def test_a_reader_goes_on_where_it_was_saved():
     first.step("Action: lookup bam")
     second.restore(first.save())
     assert (second.step("Action: lookup bam").observation, second.state_name) == ("bam two", "bam: bam 2")
-    plain = build_environment(
-        EnvUse.model_validate({"use": "react", "of": {"use": "tools", "tools": ["calculator"]}}), {}
-    )
-    with pytest.raises(StepError, match="have no `save` and `restore`"):
-        plain.begin(row, 0).save()
+    tools = {"use": "react", "of": {"use": "tools", "tools": ["calculator"]}}
+    world = build_environment(EnvUse.model_validate(tools), {})
+    first, second = world.begin(row, 0), world.begin(row, 0)
+    first.step("Action: calculator: 2+2")
+    second.restore(first.save())
+    assert second.step("Action: calculator: 2+3") == first.step("Action: calculator: 2+3")

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -56,12 +57,20 @@ class Game:
         self.past = saved["past"]
 
 
-class Unsaved:
-    """An environment whose episodes cannot be saved."""
+class Unsaved(Environment):
+    """The same game without `save` and `restore`."""
 
     def begin(self, row: Row, seed: int) -> object:
-        """Return an object without `save`."""
-        return object()
+        """Return a game that can only be played."""
+        game = super().begin(row, seed)
+        noise = self.begun if self.broken == "varies" else ""
+
+        class Played:
+            def step(self, action: str) -> Outcome:
+                outcome = game.step(action)
+                return replace(outcome, observation=f"{outcome.observation}{noise}")
+
+        return Played()
 
 
 def make(texts="ab", *, env=None, **options):
@@ -304,6 +313,25 @@ def test_among_equal_promises_the_turn_proposed_most_often_is_gone_on_from():
             assert asked == [["p"], [expected]]
 
 
+@pytest.mark.parametrize(
+    "search",
+    [
+        lambda roots, states: search_beam(roots, states, Guide(), width=2),
+        lambda roots, states: search_best_first(roots, states, Guide(), expansions=3),
+        lambda roots, states: search_mcts(roots, states, Guide(), simulations=6, exploration=1.0, playout_turns=1),
+    ],
+)
+def test_a_search_in_an_environment_without_saved_states_grows_the_same_tree(search):
+    trees = []
+    for use in ("Environment", "Unsaved"):
+        states, _ = make(env={"use": f"{__name__}:{use}"})
+        root = states.plant(PROBLEM)
+        search([root], states)
+        trees.append([(n.action, n.earned, n.visits, n.row["prompt"], n.closed) for n in root.list_all()])
+    assert trees[0] == trees[1]
+    assert len(trees[0]) > 4
+
+
 def test_a_beam_of_one_is_an_episode():
     """A refused turn does not end it: it is asked again, up to `max_turns`."""
     says = iter(["x", "a", "x", "b", "a"])
@@ -347,7 +375,7 @@ def test_a_model_without_a_turn_ends_the_search():
 @pytest.mark.parametrize(
     ("env", "message"),
     [
-        ({"use": f"{__name__}:Unsaved"}, "no `save` and `restore`"),
+        ({"use": f"{__name__}:Unsaved", "broken": "varies"}, "turn 1 of an episode had another outcome when it was"),
         ({"broken": "set"}, "the saved state of p is no JSON"),
         ({"broken": "nan"}, "the reward of a turn of p is nan"),
         ({"broken": "raises"}, "a step in the tree of p failed: ValueError: out of order"),
@@ -357,7 +385,7 @@ def test_a_model_without_a_turn_ends_the_search():
 def test_environments_that_cannot_be_searched_are_refused(env, message):
     def search():
         states, _ = make(env=env)
-        search_mcts([states.plant(PROBLEM)], states, Guide(), simulations=1, **HOW)
+        search_mcts([states.plant(PROBLEM)], states, Guide(), simulations=2, **HOW)
 
     with pytest.raises(StepError, match=message):
         search()

@@ -1,4 +1,4 @@
-"""Searches in the states of an environment: one that cannot save and restore them is refused where it is written."""
+"""Searches in the states of an environment: what a search cannot use is refused where it is written."""
 
 import pytest
 
@@ -34,18 +34,18 @@ def load(folder, env, more=""):
     return load_recipe(folder / "r.yaml")
 
 
-@pytest.mark.parametrize("env", ["form", "guess", "text_game", "{use: guess, max_turns: 3}"])
-def test_environments_that_save_their_states_are_searched(env, tmp_path):
+@pytest.mark.parametrize(
+    "env", ["form", "guess", "text_game", "{use: guess, max_turns: 3}", "program", "{use: gymnasium, id: X-v0}"]
+)
+def test_environments_are_searched_whether_or_not_they_save_their_states(env, tmp_path):
     assert load(tmp_path, env).steps
 
 
 @pytest.mark.parametrize(
     ("env", "place", "message"),
     [
-        ("program", "11:12", "episodes of `program` have no `save` and `restore`, with which a search goes back"),
-        ("{use: gymnasium, id: X-v0}", "11:12", "have no `save` and `restore`"),
         ("{use: guess, context: {use: window, keep: 1}}", "11:34", "a search shows the model all turns"),
-        ("own_world:Environment", "11:12", "episodes of `own_world:Environment` have no `restore`, with"),
+        ("own_world:Environment", "11:12", "episodes of `own_world:Environment` have `save` and no `restore`, with"),
     ],
 )
 def test_others_are_refused_at_their_place(env, place, message, tmp_path):
@@ -63,12 +63,12 @@ def test_revisions_search_in_states_too(tmp_path):
         load_recipe(tmp_path / "r.yaml")
 
 
-def test_an_environment_of_ones_own_needs_both_methods_and_says_so(tmp_path):
-    (tmp_path / "own_world.py").write_text(OWN.replace("def step", "def restore(self, saved): ...\n    def step"))
+@pytest.mark.parametrize(
+    ("old", "new"), [("def step", "def restore(self, saved): ...\n    def step"), ("class Play(State)", "class Play")]
+)
+def test_an_environment_of_ones_own_has_both_methods_or_neither(old, new, tmp_path):
+    (tmp_path / "own_world.py").write_text(OWN.replace(old, new))
     assert load(tmp_path, "own_world:Environment").steps
-    (tmp_path / "own_world.py").write_text(OWN.replace(' -> "Play"', ""))
-    with pytest.raises(RecipeError, match="no `save` and `restore`"):
-        load(tmp_path, "own_world:Environment")
 
 
 def test_solvers_of_an_evaluation_are_checked_too(tmp_path):
@@ -76,9 +76,10 @@ def test_solvers_of_an_evaluation_are_checked_too(tmp_path):
     kind: evaluate
     models: {base: base}
     tasks: [{use: forms, split: test, size: 3}]
-    solvers: {base: {use: state_mcts, simulations: 2, env: program}}
+    solvers: {base: {use: state_mcts, simulations: 2, env: "own_world:Environment"}}
     rewards: [{use: plans.replayed, env: form}]
 """
+    (tmp_path / "own_world.py").write_text(OWN)
     with pytest.raises(RecipeError) as caught:
         load(tmp_path, "form", more)
     (problem,) = caught.value.problems
