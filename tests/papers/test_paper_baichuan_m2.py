@@ -127,7 +127,7 @@ def test_the_patient_tells_what_it_is_asked_for(tiny_policy, patients):
     assert f"chill: {facts['chill']}" in last
     assert not any(f"{symptom}:" in last for symptom in facts if symptom != "chill")
     assert samples[0].reward == pytest.approx(5 / 9)
-    assert TRAINED.env.max_turns == 4
+    assert TRAINED.env.max_turns == 6
 
 
 def test_of_two_reports_with_full_marks_the_short_one_gets_more():
@@ -153,6 +153,6 @@ def test_each_stage_starts_from_the_one_before():
     assert not {row["id"] for row in shown} & {row["id"] for row in bind(report.tasks[0])()}
     lessons = [bind(use)() for use in STAGES["lessons"].problems]
     assert {len(row["prompt"]) for row in lessons[0]} == {1}
-    assert max(len(row["prompt"]) for row in lessons[1]) == 7
+    assert max(len(row["prompt"]) for row in lessons[1]) == 11
     assert all(row["answer"].startswith("= ") and len(row["answer"].split()) == 6 for row in lessons[0])
     assert STAGES["lessons"].teacher.use == "answer"
