@@ -79,7 +79,7 @@ def test_a_prompt_has_the_document_what_is_seen_and_its_parents_answers_and_noth
             assert seen.splitlines()[-1].startswith("have: ")
             assert last == QUESTIONS[name].ask
             assert earlier == [f"{QUESTIONS[one].ask}\n{rows[one][1]}" for one in QUESTIONS[name].after]
-    assert len(OPTIONS["document"].strip().splitlines()) == 30
+    assert len(OPTIONS["document"].strip().splitlines()) == 5
     _, bare = play("no_document", rows=ROWS[:1])
     assert not any(OPTIONS["document"][:20] in row["prompt"][-1]["content"] for row, _ in bare)
 
