@@ -64,7 +64,8 @@ names one where a function has an option of type Endpoint, which also takes the 
 - `profiles: {tiny: {...}}` are overrides, put on top by `--profile tiny`; `--set stages.rl.max_steps=5` comes last.
 - `defaults: {sft: {...}}` are the defaults of every stage of a kind; `algorithm: grpo` fills the slots of an rl stage.
 - `vars: {size: 100}` and `${vars.size}`: a value that is only a variable keeps its type, inside a text the variable is
-  written out. `$${` is a plain `${`.
+  written out. Whole numbers and digits alone make a number: `seed: "${vars.seed}0${repeat.iteration}"`. `$${` is a
+  plain `${`.
   `${env:NAME}` stays a reference to an environment variable; its value is never stored.
 - Top-level keys that start with `x-` are ignored: a place for notes and YAML anchors (`&a`, `*a`, `<<: *a`).
 

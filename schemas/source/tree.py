@@ -26,6 +26,8 @@ class Node:
     value: Any
     mark: Mark
     key: Mark | None = None
+    is_joined: bool = False
+    """Whether it is a text of digits that were joined from numbers, which is a number where one is wanted."""
 
     @property
     def is_map(self) -> bool:

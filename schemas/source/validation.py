@@ -132,7 +132,7 @@ def find_coercions(node: Node, value: Any, path: str) -> Iterator[Problem]:
     elif isinstance(value, bool) and isinstance(node.value, str | int) and not isinstance(node.value, bool):
         yield make_problem(node.mark, path, f"`{node.value}` is not a switch", "write true or false")
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        if isinstance(node.value, str):
+        if isinstance(node.value, str) and not node.is_joined:
             plain = node.value.replace("_", "")
             advice = f"write {plain}" if plain != node.value else "write it without quotes"
             yield make_problem(node.mark, path, f"a number is wanted, '{node.value}' is text", advice)

@@ -1,7 +1,7 @@
 """`${...}` inside values: `${vars.x}` and `${matrix.x}` are substituted, `${env:NAME}` stays until a step runs.
 
-A value that is nothing but `${vars.x}` takes the variable's type; inside a longer text it is written out. `$${` is a
-plain `${`.
+A value that is nothing but `${vars.x}` takes the variable's type; inside a longer text it is written out, and a text of
+whole numbers and digits alone is a number where one is wanted. `$${` is a plain `${`.
 """
 
 import re
@@ -14,6 +14,7 @@ from schemas.source.tree import Node, join_path, make_error, make_problem
 from schemas.suggestions import suggest
 
 _PIECE = re.compile(r"\$\$\{|\$\{([^{}]*)\}")
+_DIGITS = re.compile(r"[0-9]{1,18}")
 _ENV = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*")
 _SHELL = re.compile(r"(env[:.])?[A-Z_][A-Z0-9_]*")
 
@@ -49,28 +50,30 @@ def substitute(node: Node, scope: Scope, path: str = "", depth: int = 0) -> Node
         value = _look_up(match[1], node, scope, path)
         scope.allowance.take_tree(node if value is None else value, node.mark, path)
         return node if value is None else Node(value.value, value.mark, node.key)
-    text = _write_out(node, scope, path)
+    text, of_numbers = _write_out(node, scope, path)
     scope.allowance.take(1, len(text), node.mark, path)
-    return node.with_value(text)
+    return replace(node, value=text, is_joined=of_numbers and _DIGITS.fullmatch(text) is not None)
 
 
-def _write_out(node: Node, scope: Scope, path: str) -> str:
-    length = 0
+def _write_out(node: Node, scope: Scope, path: str) -> tuple[str, bool]:
+    """Return a text with its variables written out, and whether all of them are whole numbers."""
+    length, of_numbers = 0, True
 
     def put(piece: re.Match[str]) -> str:
-        nonlocal length
-        text = "${" if piece[1] is None else _write_piece(piece, node, scope, path)
+        nonlocal length, of_numbers
+        value = None if piece[1] is None else _look_up(piece[1], node, scope, path)
+        of_numbers = of_numbers and value is not None and type(value.value) is int
+        text = "${" if piece[1] is None else _write_piece(piece, value, node, path)
         length += len(text)
         if length > MAX_TEXT:
             message = f"the text becomes longer than {MAX_TEXT} characters"
             raise make_error(node.mark, path, message, "variables multiply here")
         return text
 
-    return _PIECE.sub(put, node.value)
+    return _PIECE.sub(put, node.value), of_numbers
 
 
-def _write_piece(piece: re.Match[str], node: Node, scope: Scope, path: str) -> str:
-    value = _look_up(piece[1], node, scope, path)
+def _write_piece(piece: re.Match[str], value: Node | None, node: Node, path: str) -> str:
     if value is None:
         return piece[0]
     if value.is_map or value.is_list:
