@@ -1,6 +1,6 @@
 """kind: evaluate — several models on the same held-out problems: a table with intervals, paired differences, gates."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,6 +22,7 @@ from learning.evaluation.sampled_answers import (
     AnswerSample,
     collect_texts,
     compute_weighted_scores,
+    describe_completions,
     measure_truncated,
     sample_rows,
     select_best,
@@ -33,7 +34,6 @@ from learning.lookup import Bound, bind
 from learning.merge.weight_geometry import measure_weights
 from learning.models.policy import Policy, get_untied_weights, load_policy, set_determinism
 from learning.samples.engine_protocol import Sampling
-from learning.samples.truncation import describe_truncated
 from learning.sampling.placed_rewards import place_rewards
 from learning.sampling.processing import bind_processors
 from learning.sampling.scoring import PlacedReward
@@ -319,24 +319,6 @@ def refuse_no_scores(port: str, stage: Evaluate, problems: list[Row], score_PN: 
             f"one of the rewards ({rewards}) returns None or raises for each, first for row {problems[0]['id']!r}. "
             "Does the reward find what it needs in the rows (`answer`, `metadata`)?"
         )
-
-
-def describe_completions(
-    stage: Evaluate,
-    samples: dict[str, list[list[AnswerSample]]],
-    scores: dict[str, np.ndarray],
-    failures: Mapping[str, str],
-) -> list[str]:
-    """Return a sentence for each model about completions that were truncated or have no score."""
-    notices: list[str] = []
-    for model, groups in samples.items():
-        cut = sum(one.finish == "length" for group in groups for one in group)
-        size, missing = sum(map(len, groups)), int(np.isnan(scores[model]).sum())
-        notices += [f"{model}: {text}" for text in describe_truncated(cut, size, stage.max_completion_length)]
-        if missing:
-            why = "; ".join(failures.values()) or "a reward returned None for them"
-            notices.append(f"{model}: {missing} of {size} completions have no score and are not counted: {why}")
-    return notices
 
 
 def flatten_metrics(results: Row, scores: dict[str, np.ndarray], last: str) -> dict[str, float | int]:

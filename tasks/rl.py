@@ -261,7 +261,8 @@ def publish(training: TrainingState, context: Context) -> Result:
         final |= {"published_step": published_step, **held_out}
     final |= describe_forward(training.trained.model) | describe_sampling(training.engine)
     details = {"samples": training.examples} | ({"stopped": training.stopped} if training.stopped else {})
-    notices = training.counts.describe(training.stage.max_completion_length)
+    env = training.stage.env
+    notices = training.counts.describe(training.stage.max_completion_length, env and env.max_turns)
     notices += [f"it ended early: {training.stopped}"] if training.stopped else []
     notices += describe_whole_copies(training.stage, training.group)
     if training.stage.load_best_model_at_end and not training.evaluations:

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal
@@ -17,8 +17,10 @@ from learning.generation.services.row_streams import stream_completions
 from learning.lookup import Bound, Supplies
 from learning.samples.engine_protocol import EngineProtocol, Generation, Request, Sampling, Turn
 from learning.samples.sample import Sample, last_turn, transcript
+from learning.samples.truncation import describe_truncated
 from learning.sampling.scoring import PlacedReward, scores_of, sum_scores
 from schemas.number_schedules import Number, value_at
+from schemas.stages.evaluate import Evaluate
 
 
 @dataclass(frozen=True)
@@ -172,3 +174,23 @@ def measure_truncated(samples: dict[str, list[list[AnswerSample]]]) -> dict[str,
     """Return the share of each model's completions that hit the length limit, as `truncated.<model>`."""
     ends = {model: [one.finish == "length" for group in groups for one in group] for model, groups in samples.items()}
     return {f"truncated.{model}": sum(cut) / len(cut) for model, cut in ends.items()}
+
+
+def describe_completions(
+    stage: Evaluate,
+    samples: dict[str, list[list[AnswerSample]]],
+    scores: dict[str, np.ndarray],
+    failures: Mapping[str, str],
+) -> list[str]:
+    """Return a sentence for each model about completions that were truncated or have no score."""
+    notices: list[str] = []
+    for model, groups in samples.items():
+        cut = sum(one.finish == "length" for group in groups for one in group)
+        size, missing = sum(map(len, groups)), int(np.isnan(scores[model]).sum())
+        env = stage.envs.get(model, stage.env)
+        cuts = describe_truncated(cut, size, stage.max_completion_length, env and env.max_turns)
+        notices += [f"{model}: {text}" for text in cuts]
+        if missing:
+            why = "; ".join(failures.values()) or "a reward returned None for them"
+            notices.append(f"{model}: {missing} of {size} completions have no score and are not counted: {why}")
+    return notices

@@ -43,9 +43,9 @@ class SampleCounts:
         self.unscorable += sum(sample.reward is None for sample in ended)
         self.failures = failures | self.failures
 
-    def describe(self, max_completion_length: int) -> list[str]:
+    def describe(self, max_completion_length: int, max_turns: int | None = None) -> list[str]:
         """Return a sentence for each kind of samples that taught the policy nothing."""
-        notices = describe_truncated(self.truncated, self.completions, max_completion_length)
+        notices = describe_truncated(self.truncated, self.completions, max_completion_length, max_turns)
         if self.unscorable:
             reasons = "; ".join(self.failures.values()) or "a reward returned None for them"
             text = f"{self.unscorable} of {self.completions} completions have no reward: {reasons}"

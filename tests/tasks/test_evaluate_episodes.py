@@ -82,3 +82,12 @@ def test_episodes_cut_in_their_first_turn_earn_nothing(tmp_path, tiny_policy_fol
     result = run(cut, context(tmp_path, "cut", tiny_policy_folder))
     assert result.metrics["turns.model"] == 0
     assert result.metrics["accuracy"] == 0.0
+
+
+def test_episodes_that_end_at_a_limit_are_counted_with_both_limits(tmp_path, tiny_policy_folder):
+    """Every episode has one turn, and the environment goes on."""
+    short = stage(env={**ENV, "max_turns": 1})
+    result = run(short, context(tmp_path, "short", tiny_policy_folder))
+    (text,) = [notice for notice in result.notices if "were cut" in notice]
+    limits = f"max_completion_length: {short.max_completion_length} or max_turns: 1"
+    assert f"were cut at {limits}; they never reached their end" in text

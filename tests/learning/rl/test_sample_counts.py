@@ -48,6 +48,16 @@ def test_nothing_is_said_of_samples_that_teach():
     assert describe_truncated(5, 5, 1) == []
 
 
+def test_episodes_are_said_to_end_at_either_limit():
+    """An episode of `max_turns` turns has the finish reason of one without room for more tokens."""
+    counts = SampleCounts()
+    counts.add(make_samples([0, 1], finish="length"), {})
+    (text,) = counts.describe(64, 8)
+    assert text == (
+        "2 of 2 completions (100%) were cut at max_completion_length: 64 or max_turns: 8; they never reached their end"
+    )
+
+
 def test_a_reward_that_scores_nothing_at_first_is_refused_by_name():
     with pytest.raises(StepError, match=r"^reward mine: it returns None for every one of the 4 .* row 'q0'"):
         refuse_rewards_without_scores(make_samples([None, None], [None, None]))
