@@ -67,7 +67,7 @@ def attend_over_slots(
         given = (query_BHGD, key, value, s_aux, slots, scaling, Limits(sliding_window or None, softcap))
         return _attend_after_prompts(*given).reshape(rows, 1, heads, -1), None
     limited = softcap is not None or s_aux is not None
-    if not limited and query_BHGD.shape[2] == 1 and _is_fit(query_BHGD):
+    if not limited and query_BHGD.shape[2] == 1 and _is_fit(query_BHGD) and slots.holds(key, value):
         return _attend_single(query_BHGD, slots, sliding_window, scaling).reshape(rows, 1, heads, -1), None
     bias_B11L = slots.compute_bias(sliding_window)
     if not limited:

@@ -37,12 +37,15 @@ def has_states(model: Any) -> bool:
 
 
 def find_last_layer(model: Any) -> int | None:
-    """Return the layer whose keys and values are the last that a forward pass makes; None if states may follow.
+    """Return the layer whose keys and values are the last that a forward pass makes, or None.
 
-    What the pass computes after them, the last layer's attention and feed-forward block, is in no cache. Where
-    transformers does not mark the model's blocks, the layer is −1, and no pass ends early.
+    What the pass computes after them, the last layer's attention and feed-forward block, is in no cache. None where
+    states may follow, and where blocks are not numbered in order: a pass may go through them again.
     """
-    return None if has_states(model) else len(find_blocks(model)) - 1
+    blocks = find_blocks(model)
+    numbers = [getattr(part, "layer_idx", None) for block in blocks for part in block.children()]
+    numbers = [number for number in numbers if number is not None]
+    return len(blocks) - 1 if not has_states(model) and numbers == list(range(len(blocks))) else None
 
 
 def _make_state_holders(model: Any) -> list[LinearAttentionLayer]:
@@ -158,6 +161,11 @@ class Slots(Cache):
                 self.windowed[window] = bias_BL.masked_fill(far_BL, float("-inf"))
             bias_BL = self.windowed[window]
         return (bias_BL if padded else bias_BL[:, : self.columns])[:, None, None]
+
+    def holds(self, key: Tensor, value: Tensor) -> bool:
+        """Return whether keys and values are those of the present layer's slabs, not something made of them."""
+        pairs = zip((key, value), self.slabs[self.layer], strict=True)
+        return all(x.data_ptr() == slab.data_ptr() and x.stride() == slab.stride() for x, slab in pairs)
 
     def list_padded(self) -> tuple[Tensor, Tensor]:
         """Return the keys and values (B, H, L, D) of the present layer, with L the next multiple of STEP."""
