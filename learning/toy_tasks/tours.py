@@ -63,6 +63,10 @@ class Tour(Schema):
         """Return the hotels of the city where a leg ends, by name."""
         return self.hotels.get(self.tour[leg + 1], {})
 
+    def list_next(self, now: "Standing") -> Mapping[str, tuple[int, ...]]:
+        """Return the trains or hotels of which one is booked next, by name; the price is the last number of each."""
+        return self.list_hotels(now.leg) if now.is_hotel_next else self.list_trains(now.leg)
+
 
 @dataclass(frozen=True)
 class Standing:
@@ -143,8 +147,7 @@ def find_cheapest(tour: Tour, booked: Sequence[str]) -> tuple[int, list[str]] | 
 
 def _list_bookable(tour: Tour, now: Standing) -> Iterator[tuple[str, int]]:
     """Yield the names and prices of what can be booked next."""
-    offers = tour.list_hotels(now.leg) if now.is_hotel_next else tour.list_trains(now.leg)
-    for name, about in offers.items():
+    for name, about in tour.list_next(now).items():
         if not _explain_refusal(tour, now, name):
             yield name, about[-1]
 
@@ -263,5 +266,4 @@ def _choose(tour: Tour, booked: tuple[str, ...], said: set[str]) -> str:
 
 def _list_actions(tour: Tour, booked: tuple[str, ...]) -> list[str]:
     now = follow(tour, booked)
-    offers = tour.list_hotels(now.leg) if now.is_hotel_next else tour.list_trains(now.leg)
-    return [*_list_lookups(tour), *(f"{BOOK} {name}" for name in offers), CANCEL]
+    return [*_list_lookups(tour), *(f"{BOOK} {name}" for name in tour.list_next(now)), CANCEL]
