@@ -155,7 +155,7 @@ class InFlight(Decoding):
         slots = self.num_slots if used <= self.num_slots else min(self.max_slots, max(used, 2 * self.num_slots))
         longest_prompt = max(len(self.requests[member.key].prompt_ids) for member in self.queue)
         longest = longest_prompt + self.sampling.max_new_tokens
-        self.slots.grow(slots, max(longest, self.slots.most_columns))
+        self.slots.grow(slots, longest)
         self.num_slots = slots
 
     def _renew(self) -> None:

@@ -10,6 +10,7 @@ Shapes: B rows in use, S slots, L columns, H key-value heads, D width of a head,
 """
 
 import inspect
+import math
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
@@ -307,12 +308,13 @@ class Slots(Cache):
 
     def _resize_slab(self, old_SHLD: Tensor, keeps: bool) -> Tensor:
         """Return a slab of the present size, in the memory of an old one where it is large enough."""
-        _, heads, _, width = old_SHLD.shape
-        slots, size = len(self.bias_SL), len(self.bias_SL) * heads * self.num_columns * width
-        kept_SHLD = old_SHLD.clone() if keeps else old_SHLD[:0]
+        kept_SHLD = old_SHLD if keeps else old_SHLD[:0]
         room = old_SHLD.untyped_storage().nbytes() // old_SHLD.element_size()
-        memory = old_SHLD.as_strided((room,), (1,)) if room >= size else self._slab(old_SHLD).as_strided((size,), (1,))
-        slab_SHLD = memory[:size].view(slots, heads, self.num_columns, width)
+        if room < len(self.bias_SL) * old_SHLD[0, :, 0].numel() * self.num_columns:
+            slab_SHLD = self._slab(old_SHLD)
+        else:
+            kept_SHLD = kept_SHLD.clone()  # the slab is in the same memory
+            slab_SHLD = self._shape(old_SHLD.as_strided((room,), (1,)), old_SHLD)
         slab_SHLD[: len(kept_SHLD), :, : kept_SHLD.shape[2]] = kept_SHLD
         return slab_SHLD
 
@@ -325,9 +327,13 @@ class Slots(Cache):
 
     def _slab(self, like_BHTD: Tensor) -> Tensor:
         """Return a slab of zeros of the present size, in memory for the most columns."""
-        slots, heads, width = len(self.bias_SL), like_BHTD.shape[1], like_BHTD.shape[3]
-        memory = like_BHTD.new_zeros(slots * heads * self.most_columns * width)
-        return memory[: slots * heads * self.num_columns * width].view(slots, heads, self.num_columns, width)
+        size = len(self.bias_SL) * like_BHTD[0, :, 0].numel() * self.most_columns
+        return self._shape(like_BHTD.new_zeros(size), like_BHTD)
+
+    def _shape(self, memory: Tensor, like_BHTD: Tensor) -> Tensor:
+        """Return the beginning of memory as a slab of the present size."""
+        shape = (len(self.bias_SL), like_BHTD.shape[1], self.num_columns, like_BHTD.shape[3])
+        return memory[: math.prod(shape)].view(shape)
 
 
 def prefill(model: Any, ids_RT: Tensor) -> Prefix:
